@@ -1,0 +1,1 @@
+"""What lies beside the files: the index, and what a trainer wants to find next to them. Written from the journal alone."""

@@ -1,0 +1,1 @@
+"""What an operator does to a run besides running it: check, repair, retry, reconcile, adopt."""

@@ -1,0 +1,1 @@
+"""What users bring: read, checked, tokenised once, and entered into the journal."""

@@ -1,0 +1,1 @@
+"""Make the journal and the hand-over root agree, after whatever happened: gather, plan, apply."""

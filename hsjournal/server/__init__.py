@@ -1,0 +1,1 @@
+"""How the client's side talks to a server: HTTP, preflight, and launching one."""

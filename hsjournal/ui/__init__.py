@@ -1,0 +1,1 @@
+"""What people see: the live screen, plain lines, status."""

@@ -33,6 +33,9 @@ def main() -> int:
     )
     parser.add_argument("--sink-threads", type=int, default=4, help="job: of hsjournal run (default 4)")
     parser.add_argument(
+        "--verify", default="full,deferred", help="job: its --verify; a run for each (default full,deferred)"
+    )
+    parser.add_argument(
         "--beside-another", action="store_true", help="leave SGLang's files in /dev/shm: not all are ours"
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal with short prompts")
@@ -77,7 +80,8 @@ def _cost(options: argparse.Namespace, platform: Platform, deadline: Deadline) -
 
 
 def _job(options: argparse.Namespace, platform: Platform, deadline: Deadline) -> Report:
-    return job.check(options.shape, options.samples, options.disk, options.sink_threads, platform, deadline)
+    policies = tuple(options.verify.split(","))
+    return job.check(options.shape, options.samples, options.disk, options.sink_threads, policies, platform, deadline)
 
 
 _CHECKS: dict[str, Any] = {"numerics": _numerics, "cost": _cost, "job": _job, "tp2": _tp2, "dp2": _dp2}

@@ -90,10 +90,12 @@ class Judge:
         self._follow_hanging(look, unseen if unseen <= self.limits.longest_gap else 0.0, moved=moved)
         if moved:
             self._progress_at, self._silent, self._paused = look.at, 0.0, 0.0
-            self._attempts = {row.row: row.attempt for row in look.rows}
+            self._attempts = {}
         elif unseen <= self.limits.longest_gap:
             # The time of pauses does not count as silence; but it adds up, so that no flapping hides it.
             self._silent, self._paused = self._silent + unseen * (not paused), self._paused + unseen * bool(paused)
+        for row in look.rows:  # not all were in flight at the moment of the last progress
+            self._attempts.setdefault(row.row, row.attempt)
         if look.process is None:
             return Finding(Verdict.WORKER_DEAD, "the worker is gone", self._silent)
         if look.killed_at is not None and look.at - look.killed_at >= self.limits.kill_wait:

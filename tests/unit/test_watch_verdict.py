@@ -138,6 +138,17 @@ def test_rows_that_are_sent_and_refused_again_and_again_are_a_stall_that_says_so
     assert finding.is_stall
     assert finding.verdict is Verdict.SERVER_STALLED
     assert "refused again and again" in finding.sentence
+
+
+def test_rows_refused_again_and_again_are_known_when_none_was_in_flight_at_the_last_progress() -> None:
+    judge = Judge(LIMITS, 0.0)
+    judge.judge(look(0, states={0: "dumped"}, rows=()))  # refused a moment ago, and about to go out again
+    for second in range(1, 40):
+        rows = (Row(0, 1 + second, 500, Phase.CHECKING, since=float(second)),) if second % 2 else ()
+        finding = judge.judge(look(second, states={0: "pending"}, rows=rows))
+    assert finding.is_stall
+    assert finding.verdict is Verdict.SERVER_STALLED
+    assert "refused again and again" in finding.sentence
     assert "row 0 is at attempt 40" in finding.sentence
 
 

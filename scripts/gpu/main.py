@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--disk", type=Path, default=Path.cwd(), help="job: folder on the storage to write to (default .)"
     )
-    parser.add_argument("--sink-threads", type=int, default=4, help="job: of hsjournal run (default 4)")
+    parser.add_argument("--sink-threads", type=int, default=2, help="job: of hsjournal run (default 2, as there)")
     parser.add_argument(
         "--verify", default="full,deferred", help="job: its --verify; a run for each (default full,deferred)"
     )

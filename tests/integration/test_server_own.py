@@ -176,12 +176,12 @@ def test_the_signal_that_ended_it_is_named(tmp_path: Path) -> None:
 
 
 def test_one_that_is_never_ready(tmp_path: Path) -> None:
-    server = own(tmp_path, sham("--say", "still-loading", "--ready-after", "600", start_timeout=2.0))
+    server = own(tmp_path, sham("--say", "still-loading", "--ready-after", "600", start_timeout=8.0))
     server.start()
     with pytest.raises(LaunchError) as error:
         server.wait_ready(lambda: True)
     server.stop()
-    assert "was not ready within 2 s (--start-timeout)" in str(error.value)
+    assert "was not ready within 8 s (--start-timeout)" in str(error.value)
     assert "still-loading" in str(error.value)
     assert server.returncode is not None
 

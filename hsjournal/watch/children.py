@@ -119,6 +119,7 @@ class Patient:
         self.since = time.monotonic()
         self.step = ""
         """What it said last that it was doing."""
+        self._step_since = self.since
         self._out = self._err = b""
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
@@ -128,6 +129,11 @@ class Patient:
     def age(self) -> float:
         """Seconds since it was started."""
         return time.monotonic() - self.since
+
+    @property
+    def step_age(self) -> float:
+        """Seconds since it was seen to begin its step."""
+        return time.monotonic() - self._step_since
 
     def look(self) -> dict[str, Any] | None:
         """Its answer once it has ended, else None.
@@ -140,10 +146,13 @@ class Patient:
         assert self.process.stderr is not None
         self._out += self.process.stdout.read() or b""
         self._err += self.process.stderr.read() or b""
+        before = self.step
         for line in self._out.splitlines():
             with contextlib.suppress(ValueError):
                 said = json.loads(line)
                 self.step = str(said.get("step", self.step)) if isinstance(said, dict) else self.step
+        if self.step != before:
+            self._step_since = time.monotonic()
         if not ended:
             return None
         self.close()

@@ -109,9 +109,9 @@ class Gatekeeper:
         child = Patient(command, self._lifeline)
         try:
             while (answer := child.look()) is None:
-                if child.age > PATIENCE_S:
+                if child.step_age > PATIENCE_S:
                     self._hangs(child)
-                self._desk.sleep(DRAW_EVERY / 5 if child.age < PATIENCE_S else DRAW_EVERY)
+                self._desk.sleep(DRAW_EVERY / 5 if child.step_age < PATIENCE_S else DRAW_EVERY)
             return answer
         finally:
             child.close()
@@ -120,14 +120,12 @@ class Gatekeeper:
         seen = look_at(child.process.pid)
         if seen is None or not child.step:  # ended just now, or not yet begun on a busy machine
             return
-        if not seen.stuck and child.step.startswith(WRITING) and child.age < BUSY_S:
+        if not seen.stuck and child.step.startswith(WRITING) and child.step_age < BUSY_S:
             self._tell(f"{child.step} takes long: another program has the journal open", None)
             return
         where = words(seen.stuck[0]) if seen.stuck else "it sleeps"
-        said = (
-            f"{child.step} for {child.age:.0f} s: the storage hangs ({where}); no worker is started before it answers"
-        )
-        self._stuck(Finding(Verdict.STORAGE_STALLED, said, child.age, threads=tuple(map(words, seen.stuck))))
+        said = f"{child.step} for {child.step_age:.0f} s: the storage hangs ({where}); no worker is started before it answers"
+        self._stuck(Finding(Verdict.STORAGE_STALLED, said, child.step_age, threads=tuple(map(words, seen.stuck))))
 
     def _closed(self, error: ChildError) -> None:
         """It answered, and said no."""

@@ -1,4 +1,4 @@
-"""Telling somebody: a command of the user's, or a POST to an address, each on a thread of its own with a time-out.
+"""Telling somebody: a command of the user's, or a POST to an address, each on a thread of its own with a time-out, in turn.
 
 In the incident nobody was told. Whatever goes wrong in here is an event, and nothing else: a command that hangs, an
 address that does not answer, a program that is not there. The command and the address may hold secrets: neither is ever
@@ -62,6 +62,7 @@ class Notifier:
     ) -> None:
         self._to, self._record, self._fields, self._timeout = to, record, dict(fields), timeout
         self._threads: list[threading.Thread] = []
+        self._last: dict[str, threading.Thread] = {}
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Tell all addressees of one of :data:`KINDS`; returns at once.
@@ -89,7 +90,11 @@ class Notifier:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self, kind: str, to: str, work: Callable[[], str | None]) -> None:
+        before = self._last.get(to)
+
         def run() -> None:
+            if before is not None:
+                before.join()  # as it happened, and never two at once in one file of the user's; each is bounded
             try:
                 problem = work()
             except Exception as error:  # noqa: BLE001 - a typed event; its text is left out, it may hold the address
@@ -98,7 +103,7 @@ class Notifier:
                 self._record(Event("notify_failed", None, {"what": kind, "to": to, "why": problem}))
 
         self._threads = [t for t in self._threads if t.is_alive()]
-        thread = threading.Thread(target=run, name="notify", daemon=True)
+        thread = self._last[to] = threading.Thread(target=run, name="notify", daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -17,12 +17,16 @@ from hsjournal.birth import stat_of
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One thread: ``state`` is the kernel's letter (R, S, D, T, t, Z, X, I), ``wchan`` where it waits, if it may be read."""
+    """One thread: ``state`` is the kernel's letter (R, S, D, T, t, Z, X, I), ``wchan`` where it waits, if it may be read.
+
+    ``switches`` says of one in D how often it has given its core away: the same number twice is the same sleep.
+    """
 
     tid: int
     name: str
     state: str
     wchan: str
+    switches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,15 @@ def _thread(folder: Path, tid: int) -> Thread | None:
         wchan = (folder / "wchan").read_text().strip()
     except OSError:
         wchan = ""
-    return Thread(tid, name, state, wchan if wchan != "0" else "")
+    return Thread(tid, name, state, wchan if wchan != "0" else "", _switches(folder) if state == "D" else 0)
+
+
+def _switches(folder: Path) -> int:
+    try:
+        lines = (folder / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if "voluntary_ctxt_switches" in line)
 
 
 def _io(pid: int) -> dict[str, int]:

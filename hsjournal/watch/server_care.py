@@ -34,7 +34,7 @@ class ServerCare:
         self._again: float | None = None
         self._oom_kills = oom_kill_count()
         self._stopping: threading.Thread | None = None
-        self._was_starting = False
+        self._was_starting = self._ended_by_us = False
         self._ready_at = -GRACE_S
 
     @property
@@ -54,6 +54,9 @@ class ServerCare:
         if self._stopping is not None:
             if not self._stopping.is_alive():
                 self._stopping, self._was_starting = None, True
+                if self._ended_by_us:  # said as of a death, once it is one: what broke until now is no suspect of it
+                    self._ended_by_us = False
+                    self._desk.record(Event("server_died", None, {"how": "ended by the supervisor", "crash": False}))
                 server.start()
             return False
         if server.returncode is None:
@@ -80,8 +83,7 @@ class ServerCare:
             return False
         facts = {"who": "supervisor", "why": str(finding.verdict), "sentence": finding.sentence, "pid": server.pid}
         self._desk.record(Event("server_restart", finding.row, facts, epoch=epoch))
-        # Said as of a death: the requests that break now are no suspects, since nobody died of them.
-        self._desk.record(Event("server_died", None, {"how": "ended by the supervisor", "crash": False}))
+        self._ended_by_us = True
         self._pause(f"the server stalled ({finding.sentence})")
         self._stop_then_start(server)
         return True

@@ -71,6 +71,7 @@ class Look:
         server_busy: whether a server of our own was computing since the last look.
         pace: seconds from send to dump that a token has taken lately, in the middle of the samples; 0 when not known.
         longest_lately: tokens of the longest of these samples.
+        sends: requests that this worker has sent so far.
         troubles: what ails the storage of a pause, as :class:`hsjournal.errors.Trouble` names it, by the pause's name.
         places: where the run keeps its things.
     """
@@ -87,6 +88,7 @@ class Look:
     server_busy: bool = False
     pace: float = 0.0
     longest_lately: int = 0
+    sends: int = 0
     troubles: Mapping[str, str] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
     asked: bool = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 from hsjournal.mirror import Phase
 from hsjournal.watch.pauses import pause_of
@@ -27,6 +28,8 @@ AT_SERVER = (Phase.SENDING, Phase.WAITING)
 """A row in one of these waits for its server."""
 _EVIDENCE = 3
 """Looks in a row that must show the same thread stuck."""
+_WAKING = frozenset({"balance_dirty_pages", "balance_dirty_pages_ratelimited_flags"})
+"""Where a thread that is held up wakes by itself to look, and goes back to sleep."""
 _MOST_COMPUTING = 5
 """Times its patience that a server of our own may compute without a result: then it is taken to spin."""
 _MOST_MARKS = 100_000
@@ -50,6 +53,8 @@ class Judge:
         self._looks: deque[Look] = deque(maxlen=_EVIDENCE)
         self._at_work: tuple[tuple[Row, ...], float] = ((), now)
         self._at_server: tuple[tuple[Row, ...], float] = ((), now)
+        self._sends: int | None = None
+        self._sent_at = -inf
         self._last_at = now
         self._silent = self._paused = 0.0
         self._late = 0
@@ -69,6 +74,7 @@ class Judge:
         self._looks.clear()
         self._hanging = {}
         self._at_work = self._at_server = ((), now)
+        self._sends, self._sent_at = None, -inf
         self._last_at = now
         self._silent = self._paused = 0.0
 
@@ -179,6 +185,9 @@ class Judge:
             answers = "which answers its health check and" if look.asked else "which"
             said = f"{since}: {len(waiting)} request(s) at {where}, {answers} sends no dump"
             return self._overdue(Verdict.SERVER_STALLED, said, silent, min(waiting, key=lambda r: r.since).row)
+        if self._last_at - self._sent_at < self.limits.stall_timeout:  # too shortly in flight to be seen there
+            said = f"{since}: requests go out, and what the server sends is refused again and again"
+            return self._overdue(Verdict.SERVER_STALLED, said, silent)
         return self._overdue(Verdict.WORKER_STUCK, f"{since}: the worker lives and does nothing", silent)
 
     def _remember(self, look: Look) -> None:
@@ -187,6 +196,9 @@ class Judge:
             self._at_work = look.rows, look.at
         if waiting := tuple(row for row in look.rows if row.phase in AT_SERVER):
             self._at_server = waiting, look.at
+        if self._sends is not None and look.sends > self._sends:
+            self._sent_at = look.at
+        self._sends = look.sends
 
     def _lately(self, seen: tuple[tuple[Row, ...], float]) -> tuple[Row, ...]:
         rows, at = seen
@@ -202,8 +214,13 @@ class Judge:
         recent = [look.process for look in self._looks if look.process is not None]
         if len(recent) < _EVIDENCE:
             return []
-        everywhere = set.intersection(*({t.tid for t in process.stuck} for process in recent))
-        return [t for t in recent[-1].stuck if t.tid in everywhere]
+        everywhere = set.intersection(*({_sleep_of(t) for t in process.stuck} for process in recent))
+        return [t for t in recent[-1].stuck if _sleep_of(t) in everywhere]
+
+
+def _sleep_of(thread: Thread) -> tuple[int, int]:
+    """What stays the same while a thread sleeps on: many short waits for a disk that answers are not one long one."""
+    return thread.tid, 0 if thread.wchan in _WAKING else thread.switches
 
 
 def _is_stopped(look: Look) -> bool:

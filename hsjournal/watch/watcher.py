@@ -83,6 +83,7 @@ class Watcher:
                 server_busy=self._is_server_busy(now),
                 pace=float(snapshot.get("pace", 0.0)),
                 longest_lately=int(snapshot.get("longest_lately", 0)),
+                sends=int(snapshot.get("sends", 0)),
                 places=self._places_now(snapshot),
             )
         )

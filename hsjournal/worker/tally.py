@@ -51,6 +51,8 @@ class Tally:
         self._files: dict[int, int] = {}
         self._done: deque[tuple[float, int, int]] = deque()
         self._totals = [0, 0, 0]
+        self.sends = 0
+        """Requests that went out; rows that are refused at once are in flight too shortly to be seen there."""
         self._sent: dict[int, float] = {}
         self._paces: deque[tuple[float, int]] = deque(maxlen=PACE_OF)
 
@@ -80,6 +82,7 @@ class Tally:
         sent = self._sent.pop(row, None)
         if target is State.SENT:
             self._sent[row] = time.monotonic()
+            self.sends += 1
         elif target is State.DUMPED and sent is not None:
             self._paces.append(((time.monotonic() - sent) / max(1, tokens), tokens))
         if target is State.VERIFIED:
@@ -126,6 +129,7 @@ class Tally:
             "rates": rates,
             "eta_s": open_tokens / speed if speed > 0 else None,
             "progress_age_s": now - self.progress,
+            "sends": self.sends,
             "pace": statistics.median(pace for pace, _ in self._paces) if self._paces else 0.0,
             "longest_lately": max((tokens for _, tokens in self._paces), default=0),
             "in_flight": [

@@ -79,6 +79,17 @@ def test_a_command_gets_the_facts_on_its_input_and_in_its_environment(tmp_path: 
     assert (tmp_path / "env").read_text() == f"stall|7|{facts['sentence']}"
 
 
+def test_what_happens_at_once_is_told_in_turn(tmp_path: Path) -> None:
+    """A recovery that is seen at the end is told with it: the second command waits for the first."""
+    command = f'[ "$HSJOURNAL_EVENT" = recovery ] && sleep 0.5; (cat; echo) >> {tmp_path}/told'
+    notifier = Notifier(Addressees(command), lambda _event: None, {})
+    for kind in ("stall", "recovery", "finished"):
+        notifier.tell(kind)
+    notifier.wait()
+    lines = (tmp_path / "told").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["stall", "recovery", "finished"]
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [("exit 3", "exit code 3"), ("/nowhere/at/all", "exit code 127"), ("sleep 60", "no end within 1 s")],

@@ -47,6 +47,9 @@ def test_a_stuck_thread_is_seen_behind_a_sleeping_main_thread(tmp_path: Path) ->
     child = subprocess.Popen([sys.executable, "-c", HIDDEN, str(fifo)])
     try:
         wait_for(lambda: _hidden(child.pid))
+        first, second = (seen.stuck for seen in (look_at(child.pid), look_at(child.pid)) if seen is not None)
+        assert first == second, "the same sleep at two looks"
+        assert first[0].switches > 0
     finally:
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # lets the spawned child go on and end
         child.kill()

@@ -140,6 +140,42 @@ def test_rows_that_are_sent_and_refused_again_and_again_are_a_stall_that_says_so
     assert "refused again and again" in finding.sentence
 
 
+def test_rows_that_are_refused_too_soon_to_be_seen_in_flight_are_counted_as_they_are_sent() -> None:
+    """The snapshot comes twice a second; a row that is refused after a few milliseconds is seldom in one."""
+    judge = Judge(LIMITS, 0.0)
+    judge.judge(look(0, states={0: "dumped"}, rows=(Row(0, 1, 500, Phase.CHECKING),), sends=4))
+    for second in range(1, 50):
+        finding = judge.judge(look(second, states={}, rows=(), sends=4 + second))
+    assert finding.is_stall
+    assert finding.verdict is Verdict.SERVER_STALLED
+    assert "refused again and again" in finding.sentence
+    for second in range(50, 70):
+        finding = judge.judge(look(second, states={}, rows=(), sends=53))
+    assert finding.verdict is Verdict.WORKER_STUCK, "and nothing goes out any more"
+
+
+def test_requests_of_the_time_before_somebody_looked_say_nothing() -> None:
+    judge = Judge(LIMITS, 0.0)
+    for second in range(50):
+        finding = judge.judge(look(second, states={}, rows=(), sends=1000))
+    assert finding.verdict is Verdict.WORKER_STUCK
+
+
+def test_a_thread_that_waits_for_the_disk_again_and_again_is_not_stuck_there() -> None:
+    """As one that commits all the time: at each look in uninterruptible sleep, and never in the same one."""
+    again, long = Judge(LIMITS, 0.0), Judge(LIMITS, 0.0)
+    for second in range(15):
+        other = again.judge(look(second, process=process(ASLEEP, replace(STUCK, switches=second))))
+        stuck = long.judge(look(second, process=process(ASLEEP, replace(STUCK, switches=7))))
+    assert other.verdict is Verdict.SERVER_STALLED
+    assert stuck.verdict is Verdict.STORAGE_STALLED
+    throttled = Judge(LIMITS, 0.0)
+    for second in range(15):
+        held_up = replace(STUCK, wchan="balance_dirty_pages", switches=second)
+        finding = throttled.judge(look(second, process=process(ASLEEP, held_up)))
+    assert finding.verdict is Verdict.STORAGE_STALLED, "it wakes by itself to look, and sleeps on"
+
+
 def test_rows_refused_again_and_again_are_known_when_none_was_in_flight_at_the_last_progress() -> None:
     judge = Judge(LIMITS, 0.0)
     judge.judge(look(0, states={0: "dumped"}, rows=()))  # refused a moment ago, and about to go out again

@@ -163,6 +163,7 @@ class Examination:
                 phase=beat.phase if beat is not None else None,
                 pace=float(self.snapshot.get("pace", 0.0)),
                 longest_lately=int(self.snapshot.get("longest_lately", 0)),
+                sends=int(self.snapshot.get("sends", 0)),
             )
         )  # fmt: skip
 

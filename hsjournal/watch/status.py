@@ -15,6 +15,8 @@ VERSION = 1
 """Of the JSON form; fields are only ever added."""
 DEADLINE = 1.0
 """Seconds for the journal: with the start and the end of both processes it stays under two."""
+ALONE_DEADLINE = 5.0
+"""The same where nothing else tells of the run: a child that got no core yet is no storage that hangs."""
 
 FIELDS = {
     "version": "1; fields are only ever added to it",
@@ -58,7 +60,8 @@ def status(paths: RunPaths) -> dict[str, Any]:
     journal: dict[str, Any] = {}
     problem = None
     try:
-        journal = peek_at(paths.journal, DEADLINE)
+        nothing_else = told is None and "pid" not in supervisor
+        journal = peek_at(paths.journal, ALONE_DEADLINE if nothing_else else DEADLINE)
     except StuckError as error:
         problem = f"the journal does not answer ({error}); what follows is from the mirror"
     except ChildError as error:

@@ -21,6 +21,8 @@ from hsjournal.worker.tally import Tally
 MOST_EXCUSES = 5
 SERVER_DIED = "server_died"
 """The supervisor's event about a server of our own; its detail ``crash`` is False when somebody outside killed it."""
+_NOTICED_WITHIN = 30.0
+"""Seconds from the death of a server until its requests are seen to break, at most."""
 _ALONE = "the connection to the server broke with this sample alone in flight"
 
 
@@ -93,6 +95,7 @@ class Blame:
         self._recent, self._record = recent, record
         self._streak: set[int] = set()
         self._casualties: list[Casualty] = []
+        self._judged_at = 0.0
 
     @property
     def suspects(self) -> set[int]:
@@ -147,20 +150,21 @@ class Blame:
         Raises:
             FencedError: when a newer worker owns the run.
         """
-        casualties, self._casualties = self._casualties, []
-        if not casualties:
-            return
-        for casualty in casualties:
-            await casualty.settled.wait()
-        if self._was_killed(min(c.at for c in casualties)):
-            await self._clear(casualties)
-        elif len(casualties) == 1 and not casualties[0].companions:
-            await self._strike(casualties[0])
-        self._book.unsettled.difference_update(c.row for c in casualties)
+        while self._casualties:  # one more may break while these are settled, and nobody would come back for it
+            casualties, self._casualties = self._casualties, []
+            for casualty in casualties:
+                await casualty.settled.wait()
+            if self._was_killed(min(c.at for c in casualties)):
+                await self._clear(casualties)
+            elif len(casualties) == 1 and not casualties[0].companions:
+                await self._strike(casualties[0])
+            self._book.unsettled.difference_update(c.row for c in casualties)
+            self._judged_at = time.time()
 
     def _was_killed(self, since: float) -> bool:
         """Whether the supervisor saw that somebody outside killed the server, which is no row's doing."""
-        deaths = [e for e in self._recent() if e.kind == SERVER_DIED and e.at >= since - 1.0]
+        after = max(since - _NOTICED_WITHIN, self._judged_at)
+        deaths = [e for e in self._recent() if e.kind == SERVER_DIED and e.at >= after]
         return bool(deaths) and all(e.detail.get("crash") is False for e in deaths)
 
     async def _clear(self, casualties: list[Casualty]) -> None:

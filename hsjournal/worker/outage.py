@@ -77,6 +77,7 @@ class Outage:
         self._probe_timeout = min(PROBE_TIMEOUT, settings.sample_timeout)
         self._up = asyncio.Event()
         self._recovering = False
+        self._complaints = 0
         self._fresh = min(FRESH, settings.retry_pause)
         self._last_good = -FRESH
         self.asking = asyncio.Lock()
@@ -125,6 +126,7 @@ class Outage:
     def report(self, sentence: str) -> None:
         """The server failed for everybody: hold all requests until a preflight passes."""
         self._up.clear()
+        self._complaints += 1
         self._pauses.begin(PAUSE, sentence)
         if not self._recovering:
             self._recovering = True
@@ -190,6 +192,7 @@ class Outage:
                 await self._blame.settle()  # those rows need not wait for this server
             if self._handover.is_gone:
                 continue  # nothing could arrive
+            complaints = self._complaints
             try:
                 await self._preflight()
             except ServerError as error:
@@ -199,6 +202,8 @@ class Outage:
                 pause = min(pause * 1.5, MAX_BACK_OFF)
             else:
                 await self._blame.settle()
+                if self._complaints != complaints:
+                    continue  # it failed for somebody since it was asked
                 self._recovering = False
                 self._up.set()
                 self._pauses.end(PAUSE)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -178,10 +178,9 @@ class Worker:
             "volumes": c.output.told(),
             "handover": servers[0]["handover"] | {"budget": c.settings.handover_budget},
         }
-        try:
-            self._mirror.write(SNAPSHOT, c.tally.snapshot() | mine)
-        except FileNotFoundError:  # somebody cleaned shared memory up; the heartbeat comes back with the next worker
-            self._mirror.create()
+        if not self._mirror.write(SNAPSHOT, c.tally.snapshot() | mine):
+            with suppress(OSError):  # shared memory was cleaned up; the heartbeat is back with the next worker
+                self._mirror.create()
 
     def _record(self, event: Event) -> None:
         """Keep an event in the mirror at once; the journal gets it when it can be written."""

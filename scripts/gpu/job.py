@@ -175,8 +175,8 @@ class Job:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
                 env=program_environment(), cwd=REPOSITORY,
             )  # fmt: skip
+            gpus: object = None
             try:
-                gpus: object = None
                 while not gpus and process.poll() is None:
                     time.sleep(1)
                     gpus = self._gpus()

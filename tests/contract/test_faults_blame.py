@@ -34,7 +34,13 @@ N = len(LENGTHS)
 async def test_a_connection_that_breaks_once(tmp_path: Path) -> None:
     run = Run(tmp_path, LENGTHS)
     async with FakeServer(run.root) as fake:
-        fake.on(later(0.1, cut), row=(1, 2), attempt=1)
+        together = asyncio.Barrier(2)  # one that breaks by itself is struck, and rightly
+
+        async def both(call: Call) -> web.StreamResponse:
+            await together.wait()
+            return await cut(call)
+
+        fake.on(both, row=(1, 2), attempt=1)
         fake.on(later(0.1), row=0)
         end = await run.work(server_url=fake.url)
     assert end.code == ExitCode.DONE, end.sentence
@@ -178,7 +184,7 @@ async def test_a_slow_server_is_no_fault(tmp_path: Path) -> None:
 async def test_never_more_in_flight_than_asked(tmp_path: Path) -> None:
     run = Run(tmp_path, (20,) * 25, max_in_flight=3)
     async with FakeServer(run.root, max_in_flight=3) as fake:
-        fake.on(later(0.03), row=range(25))
+        fake.on(later(0.3), row=range(25))
         fake.on(status(500), row=(4, 9), attempt=1)
         end = await run.work(server_url=fake.url)
         assert fake.most_in_flight == 3
@@ -189,12 +195,23 @@ async def test_never_more_in_flight_than_asked(tmp_path: Path) -> None:
 async def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
     run = Run(tmp_path, (20,) * 12, sample_timeout=20.0, read_timeout=20.0)
     async with FakeServer(run.root) as fake:
-        fake.on(later(0.5), row=range(12))
+        go_on = asyncio.Event()
+
+        async def held(call: Call) -> web.StreamResponse:
+            await go_on.wait()
+            return await good(call)
+
+        def drains() -> bool:
+            return bool((Mirror(run.paths.mirror).read("snapshot.json") or {}).get("draining"))
+
+        fake.on(held, row=range(12))
         process = run.start_process(fake.url)
         try:
             await until(lambda: sum(c.rid.row is not None for c in fake.current) == 4)
             process.send_signal(signal.SIGTERM)
-            output, _ = await asyncio.to_thread(process.communicate, timeout=30)
+            await until(drains)
+            go_on.set()
+            output, _ = await asyncio.to_thread(process.communicate, timeout=60)
         finally:
             process.kill()
         assert process.returncode == ExitCode.INTERRUPTED, output
@@ -218,7 +235,7 @@ async def test_drain_does_not_wait_for_a_lost_server(tmp_path: Path) -> None:
             await fake.die()
             await asyncio.sleep(0.3)
             process.send_signal(signal.SIGTERM)
-            output, _ = await asyncio.to_thread(process.communicate, timeout=10)
+            output, _ = await asyncio.to_thread(process.communicate, timeout=60)
         finally:
             process.kill()
     assert process.returncode == ExitCode.INTERRUPTED, output
@@ -251,7 +268,7 @@ async def test_a_request_that_never_came_is_sent_again_at_once(tmp_path: Path) -
     run = Run(tmp_path, LENGTHS, sample_timeout=30.0)
     async with FakeServer(run.root) as fake:
         run.leave_sent(1, fake.boot_id)
-        end = await asyncio.wait_for(run.work(server_url=fake.url), 10)
+        end = await asyncio.wait_for(run.work(server_url=fake.url), 25)  # less than --sample-timeout
         assert fake.aborted == []
     assert end.code == ExitCode.DONE, end.sentence
     assert run.attempts() == [1, 2, 1, 1, 1, 1]
@@ -274,7 +291,7 @@ async def test_where_the_server_does_not_tell_an_old_request_is_aborted(tmp_path
                 ghost.fail(FailureReason.ABORTED)
 
         fake.soon(react())
-        end = await asyncio.wait_for(run.work(server_url=fake.url), 10)
+        end = await asyncio.wait_for(run.work(server_url=fake.url), 25)
         assert fake.aborted == [str(rid)]
     assert end.code == ExitCode.DONE, end.sentence
     assert run.attempts()[1] == (1 if outcome == "dump" else 2)

@@ -54,7 +54,7 @@ async def test_rows_are_spread(tmp_path: Path, roots: bool) -> None:
     run = Run(tmp_path, LENGTHS, max_in_flight=2)
     async with two(run, roots=roots) as (a, b):
         for server in (a, b):
-            server.on(later(0.05))
+            server.on(later(0.3))
         end = await run.work(server_url=a.url, more_servers=more(b))
         assert end.code == ExitCode.DONE, end.sentence
         assert rows_at(a) | rows_at(b) == set(range(len(LENGTHS)))

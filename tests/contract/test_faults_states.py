@@ -317,7 +317,7 @@ async def test_another_width_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["answer first", "dump first"])
 async def test_a_server_that_cuts_prompts(tmp_path: Path, order: str) -> None:
-    run = Run(tmp_path, LENGTHS)
+    run = Run(tmp_path, LENGTHS, dump_timeout=5.0)
     published = asyncio.Event()
 
     async def cutting(call: Call) -> web.StreamResponse:

@@ -47,7 +47,7 @@ async def test_when_nobody_releases_it_ends_after_the_pause_limit_and_resumes(tm
     run = Run(tmp_path, [TOKENS] * 4)
     limit = 3 * FILE
     async with FakeServer(run.root) as server:
-        end = await run.work(server_url=server.url, max_out=limit, pause_limit=0.5)
+        end = await run.work(server_url=server.url, max_out=limit, pause_limit=5.0)
         assert end.code == 5, end
         assert "hsjournal release" in end.sentence
         assert "--max-out" in end.sentence

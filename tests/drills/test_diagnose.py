@@ -42,11 +42,10 @@ time.sleep(120)
 
 def diagnose(run: Attached) -> dict[str, Any]:
     """Its report; checked to be quick, and to have an exit code that agrees."""
-    begin = time.monotonic()
     done = hsjournal("diagnose", run.stage.run_dir, "--json", HSJOURNAL_SHM=str(run.stage.shm))
-    TOOK.append(time.monotonic() - begin)
-    assert TOOK[-1] < BUSY_S
     report = done.json()
+    TOOK.append(report["took_s"])  # since the start of its process
+    assert TOOK[-1] < BUSY_S
     assert done.code == report["exit_code"], done.err
     text = hsjournal("diagnose", run.stage.run_dir, HSJOURNAL_SHM=str(run.stage.shm)).out
     assert text.startswith("VERDICT    ")
@@ -209,10 +208,9 @@ def test_a_foreign_pipeline_of_the_incidents_kind(pipeline: tuple[subprocess.Pop
     child, log, root = pipeline
     before = picture(root)
     arguments = ("--pid", str(child.pid), "--log", log, "--root", root, "--stall-timeout", "1")
-    begin = time.monotonic()
     done = hsjournal("diagnose", *arguments, "--json")
-    assert time.monotonic() - begin < BUSY_S
     report = done.json()
+    assert report["took_s"] < BUSY_S
     assert (report["verdict"], done.code) == ("storage_stalled", ExitCode.ERROR)
     assert report["progress"]["age_s"] >= 7000
     stuck = [t for t in report["worker"]["threads"] if t["stuck"]]
@@ -257,4 +255,6 @@ def test_a_health_probe_keeps_the_root_fresh_and_is_no_progress_of_the_client(tm
 
 
 def test_it_was_quick() -> None:
+    if not TOOK:
+        pytest.skip("nothing was timed: run this test with the others of this file")
     assert sorted(TOOK)[len(TOOK) // 2] < MOST_S, TOOK

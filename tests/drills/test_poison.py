@@ -89,7 +89,7 @@ def drain(worker: int) -> None:
 
 def test_kills_from_outside_strike_nobody(served: Served) -> None:
     draw = random.Random(4)
-    with attached.attached(served, 60) as run:
+    with attached.attached(served, 120) as run:
         child = run.run("--max-in-flight", "3")
         for number in range(6):
             goal = run.truth.finished() + draw.randint(1, 4)
@@ -109,7 +109,7 @@ def test_kills_from_outside_strike_nobody(served: Served) -> None:
 
 def test_a_worker_that_dies_by_sigbus_is_told_so(served: Served) -> None:
     """As by a mapped file that was cut short; once is nobody's doing, and the run goes on to its end."""
-    with attached.attached(served, 20) as run:
+    with attached.attached(served, 60) as run:
         child = run.run("--max-in-flight", "4")
         run.wait_files(3, child)
         os.kill(wait_for(lambda: child_of(child.pid, WORKER), 60, "a worker lives"), signal.SIGBUS)
@@ -133,7 +133,7 @@ def test_a_poison_sample_is_tried_again_on_demand(served: Served) -> None:
 
 
 def test_a_worker_killed_while_it_drains_strikes_nobody(served: Served) -> None:
-    with attached.attached(served, 30) as run:
+    with attached.attached(served, 60) as run:
         child = run.run("--max-in-flight", "4")
         run.wait_files(3, child)
         os.kill(child.pid, signal.SIGINT)

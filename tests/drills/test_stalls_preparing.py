@@ -19,12 +19,13 @@ from tests.helpers.cli import hsjournal
 from tests.helpers.drill import attached
 from tests.helpers.drill.attached import Attached, Served
 from tests.helpers.drill.stage import child_of, ended, wait_for, words
-from tests.helpers.drill.stalls import QUICK, finishes, look, notify, told, wait_event
+from tests.helpers.drill.stalls import POLL, QUICK, finishes, look, notify, told, wait_event
 from tests.helpers.mounts import ext4
 
 ROWS = 12
-HALF_WAY = "ingest.batch=delay:3"
+HALF_WAY = "ingest.batch=delay:6"
 """Between the rows and the end of ingestion, for less than a stall's time."""
+PATIENT = ("--stall-timeout", "9", "--poll-interval", str(POLL))
 
 
 def rows_are_in(run: Attached) -> Callable[[], bool]:
@@ -64,7 +65,7 @@ def test_a_disk_that_freezes_while_prompts_come_in(
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         (disk.mount / "run").mkdir()
         run.stage.run_dir.symlink_to(disk.mount / "run")
-        child = run.run(*QUICK, *notify(run), faults=HALF_WAY)
+        child = run.run(*PATIENT, *notify(run), faults=HALF_WAY)
         wait_for(rows_are_in(run), 60, "the rows are in")
         with disk.frozen():
             stall = wait_event(run, "stall", child)
@@ -86,7 +87,7 @@ def test_a_disk_that_freezes_while_prompts_come_in(
 
 
 def test_a_child_that_is_stopped_is_told_of_and_never_ended(run: Attached) -> None:
-    child = run.run(*QUICK, *notify(run), faults=HALF_WAY)
+    child = run.run(*PATIENT, *notify(run), faults=HALF_WAY)
     prepares = wait_for(lambda: child_of(child.pid, "hsjournal.prepare"), 60, "a child prepares")
     run.wait_words("reading the prompts", child)
     os.kill(prepares, signal.SIGSTOP)
@@ -113,7 +114,7 @@ def test_a_disk_that_is_frozen_before_the_run_begins(served: Served, tmp_path: P
 
 @pytest.mark.root
 def test_a_lock_that_cannot_be_asked_for_is_told_of(served: Served, tmp_path: Path) -> None:
-    with ext4(tmp_path / "disk", 64) as disk, attached.attached(served, ROWS) as run:
+    with ext4(tmp_path / "disk", 64) as disk, attached.attached(served, 40) as run:
         (disk.mount / "run").mkdir()
         run.stage.run_dir.symlink_to(disk.mount / "run")
         child = run.run(*QUICK, "--max-in-flight", "1")

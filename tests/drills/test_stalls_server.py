@@ -91,7 +91,7 @@ def spoil(folder: Path) -> None:
 async def test_an_endless_loop_of_refused_dumps_is_a_stall_and_the_worker_stays(sources: Path) -> None:
     run, log = ready(sources, (20, 33, 41)), sources / "log"
     async with FakeServer(run.root) as fake:
-        fake.on(dump(edit=spoil))
+        fake.on(later(0.1, dump(edit=spoil)))
         async with resumed(run, fake, log, "--max-strikes", "100000", "--canary-every", "0") as child:
             stall = await until_event(run, "stall", log)
             assert stall.detail["verdict"] == Verdict.SERVER_STALLED
@@ -122,16 +122,16 @@ async def test_a_server_wedged_behind_a_healthy_front_is_named_and_left_alone(so
 async def test_a_server_that_goes_away_is_told_of_and_waited_for(sources: Path) -> None:
     run, log = ready(sources, (20, 33, 41, 25, 30, 31)), sources / "log"
     async with FakeServer(run.root) as fake:
-        fake.on(later(0.3))
+        fake.on(hang)
         async with resumed(run, fake, log, "--canary-every", "0") as child:
             await until_event(run, "worker_started", log)
-            await until(lambda: any(call.rid.row is not None for call in fake.calls))
+            await until(lambda: sum(call.rid.row is not None for call in fake.current) == 4, 60)
             await fake.die()
             stall = await until_event(run, "stall", log)
             assert stall.detail["verdict"] == Verdict.SERVER_DOWN
             await finds(run, Verdict.SERVER_DOWN, fake.url, "start the server")
-            await fake.rise("life-2")
             fake.forget()
+            await fake.rise("life-2")
             assert await end_of(child, log) == ExitCode.DONE, log.read_text()
     run.assert_all_verified()
     assert len(run.events("worker_started")) == 1

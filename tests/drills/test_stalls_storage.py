@@ -59,7 +59,7 @@ def gates(run: Attached) -> list[int]:
 
 @pytest.mark.root
 def test_one_child_waits_at_the_gate_while_the_storage_hangs(served: Served, tmp_path: Path) -> None:
-    with ext4(tmp_path / "disk", 64) as disk, attached.attached(served, 12) as run:
+    with ext4(tmp_path / "disk", 64) as disk, attached.attached(served, 40) as run:
         run.stage.out_dir.parent.rmdir()
         run.stage.out_dir.parent.symlink_to(disk.mount)
         (disk.mount / "lost+found").rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import time
@@ -15,14 +16,22 @@ from hsjournal.mirror import SNAPSHOT, Mirror
 from hsjournal.watch.verdict import Verdict
 from tests.helpers.drill import attached
 from tests.helpers.drill.attached import Attached, Served
-from tests.helpers.drill.stage import ended, wait_for, words
-from tests.helpers.drill.stalls import outside
+from tests.helpers.drill.stage import child_of, ended, wait_for, words
+from tests.helpers.drill.stalls import held, outside
 from tests.helpers.drill.truth import Findings
 from tests.helpers.mounts import ext4, fill, tmpfs
 
 ROWS = 16
 PACE = 0.25
 """Seconds that each dump takes: the storage breaks in the middle of the run."""
+
+
+def delete(folder: Path) -> None:
+    """As ``rm -rf``, also while others write to it and take from it."""
+    one = folder.stat().st_ino
+    with contextlib.suppress(FileNotFoundError):
+        while folder.stat().st_ino == one:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def resumes(run: Attached, child: subprocess.Popen[bytes], what: str) -> None:
@@ -202,7 +211,7 @@ def test_an_output_folder_that_was_deleted_loses_what_was_in_it_and_verify_says_
     with attached.attached(served, ROWS) as run:
         child = run.run()
         run.wait_files(3, child)
-        shutil.rmtree(run.stage.out_dir)
+        delete(run.stage.out_dir)
         assert "is gone" in run.wait_words("PAUSED", child)
         run.stage.out_dir.mkdir()
         assert ended(child) == ExitCode.DONE, words(child)
@@ -246,7 +255,7 @@ def test_a_hand_over_root_that_is_deleted_is_made_again(served: Served) -> None:
     with attached.attached(served, ROWS) as run:
         child = run.run()
         run.wait_files(3, child)
-        shutil.rmtree(run.stage.root)
+        delete(run.stage.root)
         assert ended(child) == ExitCode.DONE, words(child)
         run.check()
         assert "root" in {e["what"] for e in run.truth.events("paused")}
@@ -258,8 +267,11 @@ def test_a_hand_over_root_that_cannot_be_made_again_is_named_while_it_lasts(serv
         child = run.run("--max-in-flight", "2")
         run.wait_files(3, child)
         away = run.stage.root.with_name("away")
-        run.stage.root.rename(away)
-        run.stage.root.write_text("")
+        worker = wait_for(lambda: child_of(child.pid, "hsjournal.worker"), 20, "a worker lives")
+        assert served.engine.process is not None
+        with held(worker), held(served.engine.process.pid):  # either would make it again between the two calls
+            run.stage.root.rename(away)
+            run.stage.root.write_text("")
         outside(run).finds(Verdict.ROOT_GONE, str(run.stage.root), "mend it")
         run.stage.root.unlink()
         away.rename(run.stage.root)

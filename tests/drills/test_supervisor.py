@@ -20,7 +20,7 @@ from tests.helpers.engine import Engine, running_engine
 from tests.helpers.tiny_models import make_tiny_model
 
 ROWS = 60
-SLOW = "sink.opened=delay:0.3"
+SLOW = "sink.opened=delay:0.6"
 """Keeps a run going for long enough to be interrupted."""
 
 
@@ -75,7 +75,7 @@ def finish(stage: Stage, run_dir: Path) -> None:
     """The last resume: every row verified, and nothing of ours left in the hand-over root."""
     last = hsjournal("resume", run_dir, *options(stage))
     assert last.code == 0, last
-    assert verified(run_dir) == ROWS
+    until(lambda: verified(run_dir) == ROWS)
     assert [p.name for p in stage.engine.root.iterdir() if p.name.startswith(("hsj-", ".tmp-"))] == []
 
 
@@ -202,7 +202,7 @@ def test_a_run_killed_before_its_manifest_is_made_anew(stage: Stage, tmp_path: P
     assert hsjournal("resume", tmp_path / "run").code == 10
     again = hsjournal("run", tmp_path / "run", "--prompts", prompts, *options(stage))
     assert again.code == 0, again
-    assert verified(tmp_path / "run") == ROWS
+    until(lambda: verified(tmp_path / "run") == ROWS)
 
 
 def test_a_preparation_that_found_no_room_can_be_asked_again(stage: Stage, tmp_path: Path, prompts: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_preparation_that_found_no_room_can_be_asked_again(stage: Stage, tmp_p
     held.unlink()
     again = hsjournal("run", tmp_path / "run", "--prompts", prompts, *options(stage))
     assert again.code == 0, again
-    assert verified(tmp_path / "run") == ROWS
+    until(lambda: verified(tmp_path / "run") == ROWS)
 
 
 def test_status_of_a_run_whose_supervisor_was_killed_says_so(stage: Stage, tmp_path: Path, prompts: Path) -> None:

@@ -170,6 +170,16 @@ class V1Server:
         self.background.append(thread)
         thread.start()
 
+    def restart(self, after: float, down: float) -> None:
+        """Stop later, and start again when it has been down for a while."""
+
+        def work() -> None:
+            self.stop()
+            time.sleep(down)
+            self.start()
+
+        self.soon(work, after)
+
     def generate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Answer one request."""
         rid, ids = str(body["rid"]), list(body["input_ids"])

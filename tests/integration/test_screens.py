@@ -48,7 +48,10 @@ class Terminal:
 
     def screen(self, name: str) -> list[str]:
         """The lines that are seen now."""
-        return self._tmux("capture-pane", "-t", name, "-p").splitlines()
+        seen = ""
+        while seen != (seen := self._tmux("capture-pane", "-t", name, "-p")):  # twice the same: no half-drawn frame
+            time.sleep(0.05)
+        return seen.splitlines()
 
     def has_colour(self, name: str) -> bool:
         """Whether any of them is coloured."""
@@ -193,7 +196,8 @@ def test_two_screens_of_one_run(
 
     stopped = worker_of(run_dir, shm)
     os.kill(stopped, signal.SIGSTOP)
-    until(lambda: terminal.shows("run", "worker_stopped") and worker_of(run_dir, shm) not in (stopped, None), 60)
+    until(lambda: terminal.shows("run", "worker_stopped"), 60)
+    until(lambda: worker_of(run_dir, shm) not in (stopped, None), 60)
     slow.unlink()
 
     until(lambda: terminal.shows("run", "\nPAUSED") and terminal.shows("other", "\nPAUSED"), 120)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -59,6 +60,17 @@ def is_at(server: OwnServer, pid: int | None) -> bool:
 
 def gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def guard_of_all(tmp_path: Path) -> psutil.Process:
+    """The guard, once it has seen the whole family."""
+    until(lambda: len(json.loads((tmp_path / "ring" / "server.json").read_text())["members"]) >= 4)
+    (guard,) = [
+        p
+        for p in psutil.Process().children()
+        if p.status() != psutil.STATUS_ZOMBIE and "hsjournal.server.guard" in p.cmdline()
+    ]
+    return guard
 
 
 def test_nothing_of_the_tree_is_left(tmp_path: Path) -> None:
@@ -125,9 +137,7 @@ def test_a_killed_guard(tmp_path: Path) -> None:
     try:
         server.wait_ready(lambda: True)
         family = tree(tmp_path)
-        time.sleep(1.2)
-        (guard,) = [p for p in psutil.Process().children() if "hsjournal.server.guard" in p.cmdline()]
-        guard.kill()
+        guard_of_all(tmp_path).kill()
         until(lambda: server.returncode is not None)
         server.start()  # ends what is left first
         assert gone(family)
@@ -141,8 +151,7 @@ def test_what_is_left_of_an_earlier_supervisor_is_ended(tmp_path: Path) -> None:
     first.start()
     first.wait_ready(lambda: True)
     family = tree(tmp_path)
-    time.sleep(1.2)
-    (guard,) = [p for p in psutil.Process().children() if "hsjournal.server.guard" in p.cmdline()]
+    guard = guard_of_all(tmp_path)
     guard.kill()
     guard.wait()
     second = own(tmp_path, sham("--pids", str(tmp_path / "pids")))

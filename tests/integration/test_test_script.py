@@ -47,7 +47,7 @@ def put(repository: Path, tier: str, test: str) -> None:
 
 
 def ends(repository: Path, *words: str) -> tuple[int, str]:
-    command = [repository / "scripts" / "test", *words]
+    command = [str(repository / "scripts" / "test"), *words]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, text=True
     )

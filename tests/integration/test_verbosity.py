@@ -56,15 +56,20 @@ def test_a_log_that_has_just_rolled_over_is_as_fresh_as_its_newest_line(model: P
     yesterday = time.time() - 86_400
     os.utime(log, (yesterday, yesterday))
     words = ("--prompts", prompts(tmp_path, 40), "--model", model, "-v")
-    run = started("run", run_dir, *words, log=tmp_path / "out", HSJOURNAL_FAULTS="sink.opened=delay:0.3")
+    slow = tmp_path / "slow"
+    slow.touch()
+    faults = f"sink.opened=delay:1,while:{slow}"
+    run = started("run", run_dir, *words, log=tmp_path / "out", HSJOURNAL_FAULTS=faults)
     try:
         deadline = time.monotonic() + 120
         while not log.with_name("worker.log.1").exists():
             assert run.poll() is None, (tmp_path / "out").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        report = hsjournal("diagnose", run_dir, "--json").json()
+        while "size" not in (report := hsjournal("diagnose", run_dir, "--json").json())["log"]:
+            assert time.monotonic() < deadline  # a child of it that got no core in time says nothing
     finally:
+        slow.unlink()
         run.send_signal(signal.SIGINT)
         run.wait(60)
     assert report["log"]["path"] == str(log)

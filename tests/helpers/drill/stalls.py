@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 from hsjournal.errors import ExitCode
@@ -21,6 +25,16 @@ WORKER = "hsjournal.worker"
 def outside(run: Attached) -> Outside:
     """Somebody who only looks on."""
     return Outside(run.stage.run_dir, run.stage.shm)
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """What a process says, or does, stays as it is for the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def told(run: Attached) -> list[dict[str, Any]]:

@@ -26,8 +26,9 @@ from hsjournal.config import Endpoint
 from hsjournal.dump.protocol import RequestId
 from hsjournal.errors import ExitCode
 from hsjournal.journal.doubt import rows_in
+from hsjournal.mirror import SNAPSHOT, Mirror
 from hsjournal.ops.doubted import make_again
-from tests.helpers.fake_server import Behaviour, Call, FakeServer, later, status
+from tests.helpers.fake_server import Behaviour, Call, FakeServer, later, status, until
 from tests.helpers.worker_runs import BYTES_PER_TOKEN, RUN_ID, Run, collected  # noqa: F401
 
 LENGTHS = tuple(10 + i for i in range(20))
@@ -259,17 +260,27 @@ async def test_a_canary_that_is_lost_costs_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, LENGTHS, canary_every=6, max_in_flight=2)
     flown = 0
 
+    def is_told() -> bool:
+        snapshot = Mirror(run.paths.mirror).read(SNAPSHOT) or {"pauses": {}}
+        return "server" in snapshot["pauses"]
+
+    async def bounce(server: FakeServer) -> None:
+        await until(is_told)
+        await server.bounce("life-2", 0.1)
+
     async def cut_the_third(call: Call) -> web.StreamResponse:
         nonlocal flown
         if len(call.ids) == 64:
             flown += 1
-        if len(call.ids) == 64 and flown == 3:
-            call.server.soon(call.server.bounce("life-2", 0.1))
+            if flown == 3:
+                call.server.soon(bounce(call.server))
+        if call.rid.row is None and flown >= 3 and call.server.boot_id == "life-1":
             return call.cut()
         call.publish()
         return call.reply()
 
     async with FakeServer(run.root) as fake:
+        assert fake.boot_id == "life-1"
         fake.on(cut_the_third, probes=True)
         end = await run.work(server_url=fake.url)
     assert end.code == ExitCode.DONE, end.sentence

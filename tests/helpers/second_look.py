@@ -1,6 +1,6 @@
 """Which failed tests get a second look: ``python -m tests.helpers.second_look CACHE_DIR…`` prints one node id a line.
 
-A drill or a whole program that runs beside the other lane may wait seconds for a core. A test that fails then, and passes when it
+A test of a whole program that runs beside the other lane may wait seconds for a core. A test that fails then, and passes when it
 runs alone, tells of a race or of impatience, to be mended; it is no reason to hold everything else up. What does not depend on the
 clock gets no second look, nor does a run in which much fails. Exits with 1 when there is nothing to look at again.
 """
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-TIERS = ("drills", "integration")
-"""Their tests start whole programs, and wait for them."""
+TIERS = ("drills", "integration", "contract")
+"""Their tests run whole programs, or the whole worker, and wait for them."""
 MOST = 5
 """More failures than that are no coincidence."""
 

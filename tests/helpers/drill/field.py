@@ -223,9 +223,15 @@ class Field:
         os.kill(pid, signal.SIGCONT)
         self._goes_on()
 
-    def _touch_dump(self, act: Callable[[Path, str], bool]) -> bool:
-        root, run_id = self.stage.root, self.truth.run_id
-        fired = self._until(lambda: act(root, run_id))
+    def _touch_dump(self, act: Callable[[Path, str], str]) -> bool:
+        root, run_id, names = self.stage.root, self.truth.run_id, list[str]()
+
+        def touched() -> bool:
+            names.append(act(root, run_id))
+            return bool(names[-1])
+
+        fired = self._until(touched)
+        self.truth.spoiled(names[-1])
         self._goes_on()
         return fired
 

@@ -158,6 +158,11 @@ class Truth:
         for row, digest in self._journal("SELECT row, output_xxh3 FROM sample WHERE state = 'verified'"):
             self._verified.setdefault(row, digest)
 
+    def spoiled(self, name: str) -> None:
+        """A dump that was usable, maybe, and is not any longer by the drill's own hand."""
+        if (rid := Rid.of(name)) is not None:
+            self._usable.pop(rid, None)
+
     @staticmethod
     def _latest(received: list[str], run: str) -> dict[int, int]:
         """By row the last attempt that was sent."""

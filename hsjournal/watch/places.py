@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hsjournal.mirror import Phase
 
@@ -11,6 +12,19 @@ _OF_JOURNAL = ("journal",)
 """Threads, by the beginning of their names, that touch nothing but the run directory."""
 _OF_OUTPUT = ("block-writer", "read-back")
 """Those that touch nothing but the output."""
+
+
+def output_of(out_dir: str, volumes: Sequence[Mapping[str, Any]]) -> str:
+    """The output folder for people; of several those that hang, where that is known, else all of them.
+
+    Args:
+        out_dir: the first.
+        volumes: as a worker's snapshot tells them: ``path`` and ``problem`` of each.
+    """
+    if len(volumes) < 2:
+        return out_dir
+    stuck = [str(volume["path"]) for volume in volumes if volume.get("problem") == "stuck"]
+    return " and ".join(stuck) if stuck else " or ".join(str(volume["path"]) for volume in volumes)
 
 
 @dataclass(frozen=True, slots=True)

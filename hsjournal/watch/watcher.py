@@ -10,7 +10,7 @@ from typing import Any
 from hsjournal.mirror import SNAPSHOT, Beat, Mirror, Phase, read_heartbeat
 from hsjournal.watch.figures import STALE_SNAPSHOT_S
 from hsjournal.watch.health import EVERY_S, Health
-from hsjournal.watch.places import Places
+from hsjournal.watch.places import Places, output_of
 from hsjournal.watch.proc import look_at
 from hsjournal.watch.verdict import AT_SERVER, Finding, Judge, Look, Row
 
@@ -93,9 +93,8 @@ class Watcher:
         return finding
 
     def _places_now(self, snapshot: dict[str, Any]) -> Places:
-        """All the output folders, where there are several."""
-        folders = [str(volume["path"]) for volume in snapshot.get("volumes") or ()]
-        return replace(self._places, out_dir=" or ".join(folders)) if len(folders) > 1 else self._places
+        """With several output folders, those that it is about."""
+        return replace(self._places, out_dir=output_of(self._places.out_dir, snapshot.get("volumes") or ()))
 
     def _is_server_busy(self, now: float) -> bool:
         pid = self._server_pid()

@@ -148,6 +148,9 @@ def test_one_of_two_output_disks_freezes_and_the_other_goes_on(served: Served, t
                 }
 
             wait_for(lambda: told() == {str(run.stage.out_dir): None, str(second): "stuck"}, 40, "it is named")
+            report = outside(run).asks("diagnose", "--json").json()
+            rooms = [room["path"] for room in report["room"] if room["what"] == "output"]
+            assert rooms == [str(run.stage.out_dir), str(second)]
         assert ended(child, 120) == ExitCode.DONE, words(child)
         assert there(second) + there(run.stage.out_dir) == rows
         done = run.stage.hsjournal("verify", str(run.stage.run_dir))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hsjournal.mirror import Phase
-from hsjournal.watch.places import Places
+from hsjournal.watch.places import Places, output_of
 
 PLACES = Places("RUN", "OUT", "ROOT")
 
@@ -34,3 +34,13 @@ def test_the_place_is_that_of_the_thread_else_of_the_step(
 
 def test_a_place_that_is_not_known_is_not_made_up() -> None:
     assert Places().of(Phase.WRITING, ("sink-0",)) == ""
+
+
+def test_of_several_outputs_those_that_hang_are_named() -> None:
+    def volumes(*problems: str | None) -> list[dict[str, object]]:
+        return [{"path": f"/disk{number}", "problem": problem} for number, problem in enumerate(problems)]
+
+    assert output_of("/out", []) == output_of("/out", volumes("stuck")) == "/out"
+    assert output_of("/disk0", volumes(None, None)) == "/disk0 or /disk1"
+    assert output_of("/disk0", volumes(None, "stuck", "set aside")) == "/disk1"
+    assert output_of("/disk0", volumes("stuck", "stuck", None)) == "/disk0 and /disk1"

@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
-from hsjournal.config import RunPaths, Settings
+from hsjournal.config import MORE_OUT, RunPaths, Settings
 from hsjournal.errors import NoJournalError
 from hsjournal.mirror import SNAPSHOT, SUPERVISOR, Mirror, read_heartbeat
 from hsjournal.ops.diagnose.asking import Asking
@@ -116,8 +116,8 @@ class Examination:
 
     def _ask_places(self, asking: Asking, asked: dict[str, str]) -> dict[str, str]:
         """Ask about root, output and server as soon as it is known where they are."""
-        found = {"root": self.root(), "out_room": self.out_dir(), "server": self.server()}
-        words = {"root": "root", "out_room": "place", "server": "server"}
+        found = {"root": self.root(), "server": self.server()} | self.out_rooms()
+        words = {"root": "root", "server": "server"} | dict.fromkeys(self.out_rooms(), "place")
         fresh = {name: value for name, value in found.items() if value and name not in asked}
         asking.ask({n: (words[n], value, *(("0.6",) if n == "server" else ())) for n, value in fresh.items()})
         return asked | fresh
@@ -130,6 +130,13 @@ class Examination:
     def out_dir(self) -> str:
         """The output folder, likewise."""
         return str(self.said.get("out_dir") or self.manifest.get("out_dir") or "")
+
+    def out_rooms(self) -> dict[str, str]:
+        """Every output folder, the first one first, by the name under which it is asked for its room."""
+        more = json.loads(self.manifest.get("options", {}).get(MORE_OUT, "[]"))
+        told = [str(volume["path"]) for volume in self.snapshot.get("volumes") or ()]
+        folders = dict.fromkeys(filter(None, [self.out_dir(), *told, *more]))
+        return {f"out_room_{number}": folder for number, folder in enumerate(folders)}
 
     def server(self) -> str:
         """The server's address, likewise; empty when it was one of our own, which ended with its supervisor."""

@@ -14,7 +14,7 @@ from hsjournal.ops.diagnose.examination import Examination
 from hsjournal.ops.diagnose.looks import begin_of_process
 from hsjournal.ops.diagnose.rows import directories, next_request, requests
 from hsjournal.states import INCOMPLETE, State
-from hsjournal.watch.places import Places
+from hsjournal.watch.places import Places, output_of
 from hsjournal.watch.presence import Presence, silence
 from hsjournal.watch.verdict import Finding, Limits, Row, Verdict
 
@@ -88,13 +88,16 @@ def _facts(e: Examination, progress: float | None, dumps: int) -> Facts:
     later = int(e.answers["journal"].get("deferred", e.snapshot.get("deferred", 0)))
     open_rows = sum(counts.get(state, 0) for state in INCOMPLETE) - later
     silent = str(server.get("problem")) if server["answers"] is False else None
-    places, who = Places(str(e.paths.run_dir), e.out_dir(), e.root()), e.watched()
+    outputs = e.out_rooms()
+    silent_outputs = [folder for key, folder in outputs.items() if e.answers.get(key, {}).get("hangs")]
+    output = " and ".join(silent_outputs) or output_of(e.out_dir(), e.snapshot.get("volumes") or ())
+    places, who = Places(str(e.paths.run_dir), output, e.root()), e.watched()
     looks = [replace(look, server=silent, asked=server["answers"] is not None, places=places) for look in e.looks]
     if e.worker is not None and e.worker.is_unkillable:
         looks = [replace(look, killed_at=looks[0].at - _limits(e).kill_wait) for look in looks]
     named = {"manifest": "the manifest", "journal": "the journal", "log": "the log", "run_room": places.run_dir,
-             "out_room": places.out_dir, "root": places.root}  # fmt: skip
-    of_place = {"out_room": places.out_dir, "root": places.root}
+             **outputs, "root": places.root}  # fmt: skip
+    of_place = outputs | {"root": places.root}
     hung = [key for key in named if e.answers.get(key, {}).get("hangs")]
     return Facts(
         run_dir=str(e.paths.run_dir),
@@ -178,7 +181,8 @@ def _flight(e: Examination, row: Row) -> dict[str, Any]:
 
 
 def _rooms(e: Examination) -> list[dict[str, Any]]:
-    rooms = [("run directory", "run_room"), ("output", "out_room"), ("shared memory", "mirror_room")]
+    outputs = [("output", key) for key in e.out_rooms()]
+    rooms = [("run directory", "run_room"), *outputs, ("shared memory", "mirror_room")]
     found = [{"what": what} | e.answers[key] for what, key in rooms if key in e.answers]
     root = e.answers.get("root", {})
     return [*found, {"what": "hand-over root"} | root["room"]] if "room" in root else found

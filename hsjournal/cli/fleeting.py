@@ -18,6 +18,7 @@ from hsjournal.fleet.telling import Telling, fleet_code
 if TYPE_CHECKING:
     from hsjournal.fleet.on_ray import Cluster
     from hsjournal.fleet.on_slurm import Array
+    from hsjournal.ui.fleet import FleetScreen
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OURS = {"shard": "--shards", "out": "--out", "adopt_from": "--adopt-from", "dry_run": "", "parent_fd": ""}
@@ -120,22 +121,29 @@ def array(executor: str, seconds: float, at_once: int, sbatch: Sequence[str]) ->
 
 
 def on_ray(order: Order, cluster: Cluster, *, plain: bool, quiet: bool) -> int:
-    """Run it on Ray; the exit code. The first Ctrl-C drains all shards, the second stops them now."""
-    from hsjournal.fleet.on_ray import run
+    """Run it on Ray; the exit code. The first Ctrl-C drains all shards, the second stops them now.
 
-    return _shown(lambda show, stops: run(order, cluster, show, stops), order, plain=plain, quiet=quiet)
+    The shards end with this process, so it outlives its terminal: ``NAME.screen.log`` takes the lines then.
+    """
+    from hsjournal.fleet.on_ray import run
+    from hsjournal.ui.fleet import fleet_screen
+
+    screen = fleet_screen(plain=plain, quiet=quiet, log=Path.cwd() / f"{order.fleet}.screen.log")
+    return _shown(lambda show, stops: run(order, cluster, show, stops), screen, quiet=quiet)
 
 
 def on_slurm(order: Order, array: Array, *, detach: bool, plain: bool, quiet: bool) -> int:
     """Run it on Slurm; the exit code. Ctrl-C ends only the watching."""
     from hsjournal.fleet.on_slurm import run, submit
+    from hsjournal.ui.fleet import fleet_screen
 
     submission = submit(order, array)
     if detach or not quiet:
         print(submission.words())
     if detach:
         return 0
-    return _shown(lambda show, stops: run(order, submission, show, stops), order, plain=plain, quiet=quiet)
+    screen = fleet_screen(plain=plain, quiet=quiet)
+    return _shown(lambda show, stops: run(order, submission, show, stops), screen, quiet=quiet)
 
 
 def here(order: Order, number: int) -> int:
@@ -151,14 +159,13 @@ def here(order: Order, number: int) -> int:
 
 def _shown(
     work: Callable[[Callable[[list[Telling]], None], Callable[[], int]], list[Telling]],
-    order: Order,
+    screen: FleetScreen,
     *,
-    plain: bool,
     quiet: bool,
 ) -> int:
-    from hsjournal.ui.fleet import fleet_screen, shard_line, total_line
+    from hsjournal.ui.fleet import shard_line, total_line
 
-    screen, caught = fleet_screen(plain=plain, quiet=quiet), list[int]()
+    caught = list[int]()
     try:
         with _signals(caught.append):
             tellings = work(screen.show, lambda: len(caught))

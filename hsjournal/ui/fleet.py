@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol, TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from hsjournal.fleet.telling import Telling
 from hsjournal.states import State
-from hsjournal.ui.screens import has_terminal
+from hsjournal.ui.screens import Drawing, Lasting, has_terminal
 from hsjournal.ui.terminal import Terminal
 from hsjournal.ui.words import duration, printable, size
 
@@ -21,19 +22,20 @@ EVERY = 10.0
 PER_SECOND = 2
 
 
-class FleetScreen(Protocol):
-    """Draws how all shards stand until it is closed."""
-
-    def show(self, tellings: list[Telling]) -> None:
-        """Draw, if it is time."""
-
-    def close(self) -> None:
-        """Give the terminal back."""
+FleetScreen = Drawing[list[Telling]]
+"""How all shards stand."""
 
 
-def fleet_screen(*, plain: bool, quiet: bool) -> FleetScreen:
-    """The table on a terminal; plain lines where there is none, in CI, or on demand."""
-    return LiveFleet() if has_terminal(plain=plain, quiet=quiet) else PlainFleet(quiet=quiet)
+def fleet_screen(*, plain: bool, quiet: bool, log: Path | None = None) -> FleetScreen:
+    """The table on a terminal; plain lines where there is none, in CI, or on demand.
+
+    Args:
+        plain: lines are asked for.
+        quiet: nothing is to be shown.
+        log: takes the lines when the terminal of a fleet that must outlive it is closed.
+    """
+    screen: FleetScreen = LiveFleet() if has_terminal(plain=plain, quiet=quiet) else PlainFleet(quiet=quiet)
+    return screen if log is None else Lasting(screen, log, lambda: PlainFleet(quiet=quiet))
 
 
 def total_line(tellings: Sequence[Telling]) -> str:

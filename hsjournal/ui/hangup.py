@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -33,7 +34,10 @@ class Hangup:
         """Take the signal."""
         self._terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
         self._before = signal.getsignal(signal.SIGHUP)
-        if self._before is not signal.SIG_IGN:
+        self._take()
+
+    def _take(self) -> None:
+        if self._before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, lambda *_: self.leave())
 
     def end(self) -> None:
@@ -43,8 +47,10 @@ class Hangup:
 
     def look(self) -> bool:
         """Whether the terminal is gone, be it that no signal told us: a job in the background gets none."""
-        if not self.came and not all(map(os.isatty, self._terminals)):
-            self.leave()
+        if not self.came:
+            self._take()  # again: a library that was loaded since may have given it back to the kernel, as Ray's does
+            if not all(map(os.isatty, self._terminals)):
+                self.leave()
         return self.came
 
     def leave(self) -> None:

@@ -178,7 +178,7 @@ class Worker:
             "volumes": c.output.told(),
             "handover": servers[0]["handover"] | {"budget": c.settings.handover_budget},
         }
-        if not self._mirror.write(SNAPSHOT, c.tally.snapshot() | mine):
+        if not self._mirror.write(SNAPSHOT, c.tally.snapshot() | mine) and not self._mirror.folder.exists():
             with suppress(OSError):  # shared memory was cleaned up; the heartbeat is back with the next worker
                 self._mirror.create()
 

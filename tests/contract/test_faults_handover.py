@@ -38,6 +38,7 @@ from hsjournal.mirror import SNAPSHOT, Mirror
 from hsjournal.worker import row as row_module
 from hsjournal.worker import sweep as sweep_module
 from tests.helpers.fake_server import Call, FakeServer, failure, good, hang, later, until
+from tests.helpers.removing import delete
 from tests.helpers.worker_runs import BYTES_PER_TOKEN, RUN_ID, Run, collected  # noqa: F401
 
 LENGTHS = (20, 33, 20, 64, 7, 41)
@@ -119,8 +120,7 @@ async def test_the_root_is_deleted_during_a_run(tmp_path: Path, again: str) -> N
         deleted = asyncio.Event()
 
         async def wipe(call: Call) -> web.StreamResponse:
-            shutil.rmtree(run.root, ignore_errors=True)  # a thread of the sink may be removing a dump just now
-            assert not run.root.exists()
+            delete(run.root)  # a thread of the sink may be removing a dump just now
             if again == "by somebody":
                 run.root.mkdir(mode=0o700)
             deleted.set()
@@ -149,7 +149,7 @@ async def test_a_root_is_made_again_with_its_old_mode(tmp_path: Path) -> None:
     async with FakeServer(run.root) as fake:
 
         async def wipe(call: Call) -> web.StreamResponse:
-            shutil.rmtree(run.root)
+            delete(run.root)
             await until(run.root.exists)
             await asyncio.sleep(0.1)
             return web.Response(status=503)
@@ -166,7 +166,7 @@ async def test_a_root_that_stays_away(tmp_path: Path) -> None:
     async with FakeServer(run.root) as fake:
 
         async def replace(call: Call) -> web.StreamResponse:
-            shutil.rmtree(run.root)
+            delete(run.root)
             run.root.write_text("no folder")
             await asyncio.sleep(5)
             return web.Response(status=500)
@@ -443,7 +443,7 @@ async def test_the_mirror_is_deleted_during_a_run(tmp_path: Path) -> None:
     async with FakeServer(run.root) as fake:
 
         async def clean_up(call: Call) -> web.StreamResponse:
-            shutil.rmtree(run.paths.shm)
+            delete(run.paths.shm)
             await until(lambda: Mirror(run.paths.mirror).read(SNAPSHOT) is not None)
             return await good(call)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
 import time
@@ -20,18 +19,11 @@ from tests.helpers.drill.stage import child_of, ended, wait_for, words
 from tests.helpers.drill.stalls import held, outside
 from tests.helpers.drill.truth import Findings
 from tests.helpers.mounts import ext4, fill, tmpfs
+from tests.helpers.removing import delete
 
 ROWS = 16
 PACE = 0.25
 """Seconds that each dump takes: the storage breaks in the middle of the run."""
-
-
-def delete(folder: Path) -> None:
-    """As ``rm -rf``, also while others write to it and take from it."""
-    one = folder.stat().st_ino
-    with contextlib.suppress(FileNotFoundError):
-        while folder.stat().st_ino == one:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def resumes(run: Attached, child: subprocess.Popen[bytes], what: str) -> None:

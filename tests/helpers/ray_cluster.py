@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from tests.helpers.removing import delete
+
 TOKEN = "0123456789abcdef" * 4
 
 
@@ -52,7 +54,7 @@ class RayCluster:
     def remove(self, name: str) -> None:
         """Kill all processes of a node, and what it started, and delete its folder."""
         self._ask({"remove": name})
-        shutil.rmtree(self.folder / name)
+        delete(self.folder / name)
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,7 +16,7 @@ from hsjournal.errors import UsageError
 from hsjournal.fleet import openness
 from hsjournal.fleet.openness import is_loopback, judge, refuse_open_cluster
 from hsjournal.watch.children import ask, module
-from tests.helpers.cli import hsjournal, started
+from tests.helpers.cli import hsjournal
 from tests.helpers.fleets import incarnation, index_of, make_job, stamps, supervisor_of, until
 from tests.helpers.ray_cluster import ray_cluster
 
@@ -32,7 +35,12 @@ def test_an_actor_killed_and_a_node_lost(tmp_path: Path):
     with ray_cluster(tmp_path) as cluster:
         without = cluster.environment | {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": ""}
         nodes = {name: cluster.add(name, **faults) for name in ("a", "b")}
-        driver = started(*fleet, "--ray", cluster.address, *job, log=log, **cluster.environment)
+        words = [sys.executable, "-m", "hsjournal.cli.main", *fleet, "--ray", cluster.address, *map(str, job)]
+        with log.open("wb") as out:
+            driver = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path,
+                env=os.environ | cluster.environment,
+            )  # fmt: skip
         try:
             runs = until(lambda: _runs(tmp_path, nodes), 120, log.read_text())
             until(lambda: all(len(stamps(run)) >= 3 for run in runs.values()), 120, log.read_text())
@@ -56,6 +64,7 @@ def test_an_actor_killed_and_a_node_lost(tmp_path: Path):
             until(lambda: incarnation(runs["a"]) == 2, 120, log.read_text())
             again = cluster.add("c", **faults) / "f" / had
             until(lambda: incarnation(again) == 2 or incarnation(nodes["a"] / "f" / had) == 2, 120, log.read_text())
+            driver.send_signal(signal.SIGHUP)  # its terminal is closed
             slow.unlink()
             assert driver.wait(180) == 0, log.read_text()
         finally:
@@ -64,7 +73,8 @@ def test_an_actor_killed_and_a_node_lost(tmp_path: Path):
         refused = hsjournal(*fleet, "--ray", cluster.address, *job, timeout=120, **without)
         assert refused.code == 13, refused  # who has no token can't join
 
-    told = log.read_text()
+    told = log.read_text() + (tmp_path / "f.screen.log").read_text()
+    assert "nobody reads here any more" in told
     assert "shard 1/2" in told
     assert "incarnation 2" in told
     assert "Traceback" not in told

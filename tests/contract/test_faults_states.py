@@ -353,7 +353,7 @@ async def test_a_server_that_cuts_prompts(tmp_path: Path, order: str) -> None:
 
 
 async def test_a_dump_that_is_published_twice(tmp_path: Path) -> None:
-    run = Run(tmp_path, (*LENGTHS, 30, 31, 32))
+    run = Run(tmp_path, (*LENGTHS, 30, 31, 32), sample_timeout=30.0, read_timeout=30.0)
 
     async def twice(call: Call) -> web.StreamResponse:
         call.publish()

@@ -68,7 +68,7 @@ class Call:
 Behaviour = Callable[[Call], Awaitable[web.StreamResponse]]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Look again and again until ``condition`` holds; a test that waits longer has failed."""
     async with asyncio.timeout(seconds):
         while True:

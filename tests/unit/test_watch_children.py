@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hsjournal.errors import ExitCode
-from hsjournal.watch.children import ChildError, StuckError, ask, exit_words, module, peek_at, start
+from hsjournal.watch.children import ChildError, Patient, StuckError, ask, exit_words, module, peek_at, start
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +124,16 @@ def test_exit_words(returncode, words):
 def test_a_module_is_started_by_this_python():
     assert module("hsjournal.worker", "a", "b") == [sys.executable, "-m", "hsjournal.worker", "a", "b"]
     assert Path(sys.executable).exists()
+
+
+def test_a_step_is_as_old_as_since_it_was_begun_and_not_as_its_child() -> None:
+    """On a busy machine the interpreter alone may take seconds, and no storage hangs."""
+    code = 'import time; time.sleep(1); print(\'{"step": "writing"}\', flush=True); time.sleep(60)'
+    child = Patient([sys.executable, "-c", code])
+    try:
+        while not child.step:
+            child.look()
+            time.sleep(0.02)
+        assert child.step_age < child.age - 0.9
+    finally:
+        child.close()

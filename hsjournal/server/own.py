@@ -33,6 +33,9 @@ GRACE_S = 5.0
 _STOP_WAIT_S = GRACE_S + 15.0
 _CARRY_EVERY_S, _CARRY_LAST_S = 5.0, 3.0
 _LAST_LINES = 8
+_LAST_BYTES = 1 << 18
+"""Among which they are looked for: a server that takes a quarter of an hour logs a line for each of our questions."""
+_NOT_TOLD = ("server_args=", '"GET /health', '"GET /server_info', '"GET /model_info')
 
 
 class OwnServer:
@@ -163,9 +166,10 @@ class OwnServer:
         self.carry_log(last=True)
 
     def last_lines(self) -> str:
-        """The end of its log, on one line."""
-        lines = [line.strip() for line in logring.tail(self._ring).splitlines() if "server_args=" not in line]
-        return " | ".join([line for line in lines if line][-_LAST_LINES:]) or "(it said nothing)"
+        """The end of its log, on one line; without its page of arguments, and what it says of our own asking."""
+        lines = [line.strip() for line in logring.tail(self._ring, _LAST_BYTES).splitlines()]
+        told = [line for line in lines if line and not any(words in line for words in _NOT_TOLD)]
+        return " | ".join(told[-_LAST_LINES:]) or "(it said nothing)"
 
     def carry_log(self, *, last: bool = False) -> None:
         """Have a throw-away child append what is new in the log to the file on the disk; one that hangs is left alone."""

@@ -158,7 +158,7 @@ class Job:
     in_flight: int
 
     def run(self, deadline: Deadline, log: Path) -> float:
-        """Seconds of the whole command; what ``diagnose`` says of the GPU in the middle of it is printed.
+        """Seconds of the whole command; what ``status`` says of the GPUs in the middle of it is printed.
 
         Raises:
             CheckError: when it fails; with the end of its output.
@@ -178,7 +178,7 @@ class Job:
             gpus: object = None
             try:
                 while not gpus and process.poll() is None:
-                    time.sleep(1)
+                    time.sleep(deadline.left(1.0))
                     gpus = self._gpus()
                 code: int | None = process.wait(deadline.left())
             except (subprocess.TimeoutExpired, CheckError):
